@@ -60,8 +60,26 @@ def unfilled(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     """
     if 0 in shape:
         return allocate(shape, dtype)
-    # The one call of `mx.load` in this package; it loads no file: the header is made below.
-    return cast(mx.array, mx.load(cast(Any, _Unfilled(shape, dtype.size)), format="npy"))
+    with _reading_header:
+        # The one call of `mx.load` in this package; it loads no file: the header is made below.
+        return cast(mx.array, mx.load(cast(Any, _Unfilled(shape, dtype.size)), format="npy"))
+
+
+def hand_back_cache() -> None:
+    """Give MLX's cache of freed memory back to the system."""
+    with _reading_header:
+        mx.clear_cache()
+
+
+def limit_cache(size_bytes: int) -> int:
+    """Let MLX's cache of freed memory be no larger; the limit before, in bytes."""
+    with _reading_header:
+        return int(mx.set_cache_limit(size_bytes))
+
+
+# MLX frees of its cache with Python's lock held, and waits for whoever reads with `mx.load` on another thread; that one
+# waits for Python's lock, to read from an object. So each of two engines in a process waits until the other is done.
+_reading_header = threading.Lock()
 
 
 class _Unfilled:

@@ -3,16 +3,14 @@
 MLX keeps the memory of freed arrays for reuse; other programs cannot use it. So this cache is bounded, and the memory
 of sessions that sleep to make room is given back.
 
-Only the engine thread may do either: meanwhile MLX waits for its streams and lets no other thread run Python, and the
-stream of a wake may wait for Python.
+Only the engine thread may do either: meanwhile MLX waits for its streams and lets no other thread run Python.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-import mlx.core as mx
-
+from ...snapshot.memory import hand_back_cache, limit_cache
 from .engine import Engine
 
 CACHED_SHARE: Final = 16
@@ -34,19 +32,19 @@ class Buffers:
         """
 
         def limit() -> int:
-            before = int(mx.set_cache_limit(0))  # MLX tells the old limit only at a change
+            before = limit_cache(0)  # MLX tells the old limit only at a change
             before = before if self._before is None else self._before
-            mx.set_cache_limit(min(before, for_sessions // CACHED_SHARE))
+            limit_cache(min(before, for_sessions // CACHED_SHARE))
             return before
 
         self._before = await self._engine.call(limit)
 
     async def hand_back(self) -> None:
         """Give the whole cache back to the system."""
-        await self._engine.call(mx.clear_cache)
+        await self._engine.call(hand_back_cache)
 
     async def close(self) -> None:
         """Restore MLX's own limit."""
         before = self._before
         if before is not None:
-            await self._engine.call(lambda: mx.set_cache_limit(before))
+            await self._engine.call(lambda: limit_cache(before))

@@ -59,6 +59,7 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
         "remote_bytes_sent": "Bytes that were sent to the remote since midnight UTC.",
         "remote_requests": "Requests to the remote since midnight UTC.",
         "remote_dollars": "What list prices say of what was used of the remote since midnight UTC.",
+        "remote_sealed": "1 if what is in the remote is encrypted, by a key of the daemon; else 0.",
         "remote_waiting": "Sessions of which nothing is sent to the remote before the next day.",
     }
 )

@@ -107,6 +107,27 @@ assert resident() - before > size // 2
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize("freeing", ["memory.hand_back_cache()", "memory.limit_cache(1_000_000 + number)"])
+def test_two_engines_of_a_process_do_not_wait_for_each_other(freeing: str) -> None:
+    """In a process of its own, which ends: one hands memory back while the other takes some."""
+    script = f"""
+import threading
+from torpor.snapshot import memory
+import mlx.core as mx
+def take() -> None:
+    for number in range(1000):
+        mx.eval([memory.unfilled((64, 1024), mx.float16) for _ in range(8)])
+taker = threading.Thread(target=take)
+taker.start()
+number = 0
+while taker.is_alive():
+    {freeing}
+    number += 1
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
 def test_what_fits_one_by_one_is_not_granted_all_at_once_threat_59(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that nobody has touched is still called available, so what was granted of it is counted here."""
     monkeypatch.setattr(memory, "_available", lambda: 100_000)
