@@ -153,6 +153,16 @@ _NEEDS: Final = (
 )
 
 EQUIVALENT: Final[dict[str, str]] = {
+    "durable.TempFile.sync_behind without `sync_file(self.fd, self.path)`": (
+        "the flush at the end covers what it flushes, and no scenario has a pack that is long enough for it; that the "
+        "reading back comes behind it is tested "
+        "(`test_each_frame_is_flushed_then_read_back_once_and_the_pack_is_the_same`)"
+    ),
+    "folder_objects._flush without `os.fsync(fd)`": (
+        "no recorded scenario has a remote; a test of its own has the order "
+        "(`test_a_content_is_flushed_before_it_has_its_name_and_the_name_before_it_is_told`)"
+    ),
+    "folder_objects._flush without `fcntl.fcntl(fd, fcntl.F_FULLFSYNC)`": "as the one beside it, and on a Mac alone",
     "folder.journal.Journal._lengthen without `durable.sync_file(self._fd, self.path)`": (
         "the flush of the record behind it flushes the file's length too; this one makes a filesystem that gives room "
         "late say at once that there is none"
