@@ -148,11 +148,10 @@ class Pulling:
         if old == "ahead":
             return None
         manifest = self._manifest_of(head.uri, newest)
-        with self._core.importing, self._core.next_version(head.uri, least=manifest.version) as version:
+        with self._core.importing, self._core.next_version(head.uri, least=manifest.version):
             self._require_idle(head.uri, own=1)
             gone = () if old is None else old.rows
-            stays = [row for row in self._core.index.versions(head.uri) if row not in gone]
-            if (version if old is None else max((row.version for row in stays), default=0) + 1) > manifest.version:
+            if any(row.version >= manifest.version for row in self._core.index.versions(head.uri) if row not in gone):
                 raise self._diverged(head.uri)
             return fetch(self._core, self._versions, manifest, newest, lambda: self._make_way(head, old))
 

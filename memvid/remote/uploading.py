@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from ..errors import Corruption, RemoteTooLarge, RemoteUnclear
@@ -24,7 +25,7 @@ from ..format.manifest import Manifest
 from ..limits import MAX_SENT_PACK_BYTES
 from ..writing.core import StoreCore
 from .pack_stream import PackStream
-from .places import Place
+from .places import Place, Places
 from .versions import RemoteVersions
 
 _ROUNDS: Final = 4
@@ -111,15 +112,15 @@ def _places_there(
     remote: RemoteVersions, manifest: Manifest, kin: Sequence[str], *, is_stripped: bool
 ) -> dict[bytes, Place]:
     """The places of blocks that the remote has, by what was sent last, and by what it has of their version's kin.
-    is_stripped: headers alone will
-    do."""
+    is_stripped: headers alone will do."""
     places: dict[bytes, Place] = {}
     wanted = {entry.id for entry in manifest.blocks}
-    for each_id in (None, *kin):
+    sources: list[Callable[[], Places | None]] = [remote.places_sent, *(partial(remote.places_seen, of) for of in kin)]
+    for source in sources:
         if wanted <= places.keys():
             break
         try:
-            theirs = remote.places_sent() if each_id is None else remote.places_seen(each_id)
+            theirs = source()
         except (Corruption, RemoteTooLarge):  # what they tell is sent again
             continue
         new = {each: place for each, place in (theirs or {}).items() if each in wanted and each not in places}
